@@ -38,7 +38,7 @@ _RESIDENT = (PARAMETERS, OTHER_STATE, BATCH)
 class LiveRanges:
     """Of the plans of one model: its buffers, their bytes under each configuration, and when they live."""
 
-    def __init__(self, model: CostModel, *, order_is_known: bool = False) -> None:
+    def __init__(self, model: CostModel) -> None:
         self.model, self._target = model, model.buffers.target
         self._is_packed = model.buffers.found.has(Pack)
         graph, buffers = model.graph, model.buffers

@@ -93,7 +93,7 @@ class Predictor:
         self._transfers = Memo()
         self._sent = Remembered[list[tuple[_Collective, int]]]()
         self._inner: dict[tuple[int, Configuration], tuple[InnerCollective, ...]] = {}
-        self._live_ranges = LiveRanges(model, order_is_known=not model.buffers.deferred)
+        self._live_ranges = LiveRanges(model)
         in_order = model.buffers.in_order
         self._in_order = LiveRanges(replace(model, buffers=in_order)) if in_order else None
         self._asked = AskedGradients(model) if in_order else None

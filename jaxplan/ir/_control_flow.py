@@ -134,9 +134,9 @@ def _one_trip(
 def _unrolled(
     builder: Builder, eqn: Any, operands: list[int], stack: str, num_consts: int, num_carry: int
 ) -> list[int]:
-    """The bodies of all trips, one after the other: slices of what they scan, and stacks of their results.
+    """The bodies of all trips, one after the other: slices of the scanned arrays, and stacks of the results.
 
-    Like the compiler, this reads what another such scan has stacked as it was made, and slices an array once.
+    As the compiler does, arrays that another such scan has stacked are read as they were made, and slices are made once.
     """
     jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
     num_whole, length = num_consts + num_carry, int(eqn.params["length"])

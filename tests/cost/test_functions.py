@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import jaxplan
+from jaxplan.xla._lifetimes import GAPS as GAPS_IN_HEAP
 from tests.cost.one_device import shape
 from tests.sampling import sampled
 from tests.versions import IS_0_12, missed_from_0_12
@@ -50,12 +51,14 @@ def _perceptrons(function: Callable[[jax.Array], jax.Array]) -> Callable[..., An
 
 
 _GAPS = (
-    "the order of least memory leaves gaps in the heap of the compiler, up to an array of 8 MiB here, which no "
-    "pass predicts: allocated memory is 1 to 8 % above the live bytes"
+    "the compiler takes another order, with gaps in its heap of up to an array of 8 MiB here that are not predicted: "
+    "allocated memory is 1 to 8 % above the live bytes"
 )
 GAPS = pytest.mark.xfail(strict=True, reason=_GAPS)
 GAPS_UNTIL_0_12 = pytest.mark.xfail(condition=not IS_0_12, strict=True, reason=_GAPS)
 """A known miss: strict, so that the marker goes when the prediction is right; functions have none from JAX 0.12 on."""
+GAPPED = frozenset({"tanh", "erfc", "atan2", "atan", "expm1", "digamma", "erf_inv"})
+"""Functions of whose programs the gaps are not predicted."""
 
 
 @functools.cache
@@ -76,19 +79,25 @@ def _live(audit: Any) -> Any:
     return pytest.approx(dict(audit.compiled_parts)["arguments"] + sum(h.num_bytes for h in audit.held), rel=0.03)
 
 
+def _predicted_live(audit: Any) -> int:
+    """Predicted memory but for the gaps of the heap."""
+    return audit.predicted_memory_bytes - dict(audit.predicted_parts).get(GAPS_IN_HEAP, 0)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
 def test_what_gpus_save_of_a_function(name: str) -> None:
     """One array of 8 MiB a layer more or less would be 12 % of these programs and more."""
     audit = _function_audited(name)
-    assert audit.predicted_memory_bytes == _live(audit), audit.table()
+    assert _predicted_live(audit) == _live(audit), audit.table()
 
 
-@GAPS_UNTIL_0_12
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
-def test_memory_of_a_function_is_that_of_the_compiler(name: str) -> None:
+def test_memory_of_a_function_is_that_of_the_compiler(name: str, request: pytest.FixtureRequest) -> None:
+    if name in GAPPED:
+        request.applymarker(GAPS_UNTIL_0_12)
     audit = _function_audited(name)
     assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
 
@@ -119,7 +128,7 @@ def test_memory_of_an_exact_gelu_is_that_of_the_compiler() -> None:
 def test_gpus_save_what_erfc_reads() -> None:
     """Four arrays a layer: the dot, the exact GELU of it, ``erfc`` and its argument."""
     audit = _exact_gelu_audited()
-    assert audit.predicted_memory_bytes == _live(audit), audit.table()
+    assert _predicted_live(audit) == _live(audit), audit.table()
     inner = BATCH // 8 * ROWS * INNER * 2
     held = sum(h.num_bytes for h in audit.held if str(INNER) in h.array and h.num_bytes // h.count == inner)
     assert held >= 4 * LAYERS * inner
@@ -143,7 +152,7 @@ def test_what_gpus_save_of_a_gelu(name: str, request: pytest.FixtureRequest) -> 
     if name in ("exact gelu", "mish"):
         request.applymarker(missed_from_0_12("280 MiB are compiled and 268 predicted"))
     audit = _audited(ACTIVATIONS[name], "h100:8", jnp.float32)
-    assert audit.predicted_memory_bytes == _live(audit), audit.table()
+    assert _predicted_live(audit) == _live(audit), audit.table()
 
 
 @pytest.mark.slow

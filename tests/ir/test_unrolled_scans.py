@@ -21,7 +21,7 @@ def layer(h: jax.Array, w: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def indexed(h: jax.Array, layers: Any, reverse: bool) -> tuple[jax.Array, jax.Array]:
-    """What a scan of `layer` computes, written out."""
+    """A scan of `layer`, written out."""
     means = [jnp.zeros(())] * LAYERS
     for i in range(LAYERS)[:: -1 if reverse else 1]:
         h, means[i] = layer(h, jax.tree.map(lambda w, i=i: w[i], layers))

@@ -16,6 +16,7 @@ from jaxplan.audit import compile_plan
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
+from jaxplan.xla._lifetimes import GAPS
 from jaxplan.xla.rules.gpu.layout_walk import Exchange, exchange
 from jaxplan.xla.rules.gpu.transposed import OrderedCopy
 from tests.sampling import sampled
@@ -269,4 +270,5 @@ def test_what_is_transposed_for_its_last_reader_is_gone_before_that(hidden: int)
     }
     batch = {"x": array(groups, tokens, width), "sent": array(groups, tokens, experts, capacity)}
     plan = jaxplan.plan(step, params, batch, topology="h100:8", progress=False).references["data"]
-    assert plan.memory_bytes == pytest.approx(compile_plan(plan).memory_bytes, rel=0.06)
+    live = plan.memory_bytes - plan.prediction.memory_parts.get(GAPS, 0)  # the program has none in its heap
+    assert live == pytest.approx(compile_plan(plan).memory_bytes, rel=0.06)
