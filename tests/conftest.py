@@ -19,7 +19,9 @@ if "jax" in sys.modules:
 
 _COMPILERS = {"gpu_aot": ("jax_cuda12_plugin", "GPUs"), "tpu_aot": ("libtpu", "TPUs")}
 
+gc.set_threshold(100_000, 50, 100)
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # commands that tests start compile the modules of the project once
 _flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
 _flags.append(compiler_flags.devices())
 if not any("xla_backend_optimization_level" in flag for flag in _flags):
@@ -38,7 +40,6 @@ def pytest_collection_finish() -> None:
     """Imported modules stay: the collector need not look through them again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks

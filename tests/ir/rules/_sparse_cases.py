@@ -50,18 +50,31 @@ def _bcsr(*buffers: Any, shape: tuple[int, ...] = _MATRIX) -> sparse.BCSR:
     return sparse.BCSR(buffers, shape=shape)  # type: ignore[arg-type]
 
 
+def _compressed(matrix: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first ``size`` values of a matrix that are not zero, their columns, and where each row begins among them;
+    filled up with zeros behind the last column."""
+    rows, columns = (of[:size] for of in np.nonzero(matrix))
+    filled = (0, size - len(rows))
+    begins = np.searchsorted(rows, np.arange(len(matrix) + 1))
+    padded = np.pad(columns, filled, constant_values=matrix.shape[1])
+    return np.pad(matrix[rows, columns], filled), padded.astype(np.int32), begins.astype(np.int32)
+
+
+def _rows(matrix: np.ndarray, size: int) -> np.ndarray:
+    rows = np.nonzero(matrix)[0][:size]
+    return np.pad(rows, (0, size - len(rows)), constant_values=len(matrix)).astype(np.int32)
+
+
 def _cases() -> list[tuple[str, Callable[..., Any], tuple[Any, ...], int]]:
     plain, batch, wide = _stored(_MATRIX, 40), _stored(_BATCH, 16, n_batch=1), _stored(_WIDE, 40, n_dense=1)
     several = _stored((4, 6, 8, 12, 2, 3), 16, n_batch=2, n_dense=2)
     second = _stored((4, 12, 8), 8, n_batch=1)
     vector, columns = _dense(12), _dense(12, 16)
     last = (((1,), (0,)), ((), ()))
-    compressed = sparse.BCSR.fromdense(jnp.asarray(_dense(*_MATRIX, share=0.4)), nse=40)
-    many = sparse.BCSR.fromdense(jnp.asarray(_dense(*_BATCH, share=0.4)), nse=60, n_batch=1)
-    rows = sparse.COO.fromdense(jnp.asarray(_dense(*_MATRIX, share=0.4)), nse=40)
-    of_rows = (rows.data, rows.row, rows.col)
-    csr = sparse.CSR.fromdense(jnp.asarray(_dense(*_MATRIX, share=0.4)), nse=40)
-    of_csr = (csr.data, csr.indices, csr.indptr)
+    matrix = _dense(*_MATRIX, share=0.4)
+    compressed = _compressed(matrix, 40)
+    many = tuple(np.stack(buffers) for buffers in zip(*(_compressed(of, 60) for of in _dense(*_BATCH, share=0.4))))
+    of_rows = (compressed[0], _rows(matrix, 40), compressed[1])
     coo = lambda d, r, c: sparse.COO((d, r, c), shape=_MATRIX)  # noqa: E731
     old = lambda d, r, c: sparse.CSR((d, r, c), shape=_MATRIX)  # noqa: E731
     extract = lambda i, m: sparse.bcoo_extract(_bcoo(jnp.ones(i.shape[:-1]), i, m.shape), m).data  # noqa: E731
@@ -95,23 +108,23 @@ def _cases() -> list[tuple[str, Callable[..., Any], tuple[Any, ...], int]]:
         ),
         ("bcoo_dot_general_sampled", sampled, (_dense(8, 5), _dense(5, 12), plain[1]), 1),
         ("bcoo_spdot_general", _sparse_product, (*batch, *second), 1),
-        ("bcsr_dot_general", lambda d, i, p, x: _bcsr(d, i, p) @ x, (*compressed._bufs, columns), 1),
-        ("bcsr_todense", lambda *b: _bcsr(*b, shape=_BATCH).todense(), many._bufs, 1),
+        ("bcsr_dot_general", lambda d, i, p, x: _bcsr(d, i, p) @ x, (*compressed, columns), 1),
+        ("bcsr_todense", lambda *b: _bcsr(*b, shape=_BATCH).todense(), many, 1),
         (
             "bcsr_fromdense",
             lambda m: sparse.BCSR.fromdense(m, nse=60, n_batch=1)._bufs,
             (_dense(*_BATCH),),
             1,
         ),
-        ("bcsr_extract", sparse.bcsr_extract, (many.indices, many.indptr, _dense(*_BATCH)), 1),
+        ("bcsr_extract", sparse.bcsr_extract, (*many[1:], _dense(*_BATCH)), 1),
         ("coo_matvec", lambda d, r, c, x: coo(d, r, c) @ x, (*of_rows, vector), 1),
         ("coo_matmat", lambda d, r, c, x: coo(d, r, c) @ x, (*of_rows, columns), 4),
         ("coo_matmat", lambda d, r, c, x: coo(d, r, c).T @ x, (*of_rows, _dense(8, 16)), 4),
         ("coo_todense", lambda d, r, c: coo(d, r, c).todense(), of_rows, 1),
         ("coo_fromdense", lambda m: sparse.COO.fromdense(m, nse=40).data, (_dense(*_MATRIX),), 0),
-        ("csr_matvec", lambda d, r, c, x: old(d, r, c) @ x, (*of_csr, vector), 0),
-        ("csr_matmat", lambda d, r, c, x: old(d, r, c) @ x, (*of_csr, columns), 1),
-        ("csr_todense", lambda d, r, c: old(d, r, c).todense(), of_csr, 0),
+        ("csr_matvec", lambda d, r, c, x: old(d, r, c) @ x, (*compressed, vector), 0),
+        ("csr_matmat", lambda d, r, c, x: old(d, r, c) @ x, (*compressed, columns), 1),
+        ("csr_todense", lambda d, r, c: old(d, r, c).todense(), compressed, 0),
         ("csr_fromdense", lambda m: sparse.CSR.fromdense(m, nse=40).data, (_dense(*_MATRIX),), 0),
     ]
 
