@@ -136,7 +136,7 @@ def _unrolled(
 ) -> list[int]:
     """The bodies of all trips, one after the other: slices of the scanned arrays, and stacks of the results.
 
-    As the compiler does, arrays that another such scan has stacked are read as they were made, and slices are made once.
+    As in compiled programs, arrays that another such scan has stacked are read as they were made, and slices once.
     """
     jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
     num_whole, length = num_consts + num_carry, int(eqn.params["length"])
