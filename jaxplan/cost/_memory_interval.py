@@ -28,8 +28,8 @@ class MemoryInterval:
 _FRESH = "steps drawn at random from seeds that no rule was made after: benchmarks/records/population.jsonl, h100:8"
 _ZOO = "models that rules were made after too: benchmarks/records/accuracy.jsonl, v5e:2x4"
 _INTERVALS = {
-    ("cuda", True): MemoryInterval(low=0.950, high=1.091, num_plans=123, source=_FRESH),
-    ("cuda", False): MemoryInterval(low=0.867, high=1.116, num_plans=176, source=_FRESH),
+    ("cuda", True): MemoryInterval(low=0.922, high=1.062, num_plans=114, source=_FRESH),
+    ("cuda", False): MemoryInterval(low=0.868, high=1.096, num_plans=183, source=_FRESH),
     ("tpu", True): MemoryInterval(low=0.887, high=1.048, num_plans=109, source=_ZOO),
     ("tpu", False): MemoryInterval(low=0.885, high=1.070, num_plans=183, source=_ZOO),
 }
