@@ -209,17 +209,19 @@ class Predictor:
         """From when to when everything lives that a plan holds in memory.
 
         Without collectives the compiler takes the order of least memory. With some it defers gradients, to run compute
-        beside them, except where the lowering asks for these.
+        beside them, except where the lowering asks for these. Its order is not known for certain, so that gaps in the
+        heap are counted as far as both have them.
         """
         found = self._live_ranges.of(assignment, chosen, transfers)
-        if self._in_order is None or self._asked is None or not found.peaks_after(self.model.buffers.turning_point):
+        peaks_after = found.peaks_after(self.model.buffers.turning_point)
+        if self._in_order is None or self._asked is None or not (peaks_after or found.gaps):
             return found
         in_order = self._in_order.of(assignment, chosen, transfers)
-        if in_order.live_bytes() >= found.live_bytes():
-            return found
-        communicates = any(transfer.collectives for transfer in transfers)
-        is_deferred = communicates and not self._asked.are_asked(assignment, chosen, transfers, in_order)
-        return found if is_deferred else in_order
+        if peaks_after and in_order.live_bytes() < found.live_bytes():
+            communicates = any(transfer.collectives for transfer in transfers)
+            if not communicates or self._asked.are_asked(assignment, chosen, transfers, in_order):
+                found, in_order = in_order, found
+        return replace(found, most_gaps=in_order.gaps) if found.gaps else found
 
 
 def _counted(inner: Sequence[InnerCollective]) -> list[tuple[_Collective, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,7 @@ class Lifetimes:
       on_host: bytes of values that wait on the host for the backward pass.
       has_gaps: the compiler's heap has gaps (TPU), see `COUNTED_GAPS`.
       is_packed: these buffers are packed into one heap (GPU), see `jaxplan.xla._heap`.
+      most_gaps: bytes of gaps that are counted at most.
     """
 
     first: np.ndarray
@@ -51,6 +53,7 @@ class Lifetimes:
     has_gaps: bool = False
     is_packed: bool = False
     on_host: float = 0.0
+    most_gaps: float = math.inf
 
     def curve(self) -> np.ndarray:
         """(length + 2,) bytes alive in main memory at each position, resident ones not included."""
@@ -99,6 +102,11 @@ class Lifetimes:
         return total, dict(parts)
 
     @cached_property
+    def gaps(self) -> float:
+        """Bytes of the gaps between buffers that are counted."""
+        return min(self._gaps(float(self.curve().max(initial=0.0))), self.most_gaps)
+
+    @cached_property
     def _peak(self) -> tuple[int, dict[str, int]]:
         curve = self.curve()
         top = int(np.argmax(curve)) if len(self.sizes) else 0
@@ -108,7 +116,7 @@ class Lifetimes:
             beside = min(left, size) if is_short else 0
             left -= beside
             parts[self.labels[i]] = parts.get(self.labels[i], 0) + int(size - beside)
-        if gaps := int(self._gaps(curve[top])):
+        if gaps := int(self.gaps):
             parts[GAPS] = gaps
         return sum(parts.values()), parts
 
