@@ -40,7 +40,7 @@ from jaxplan.cost._transfers import Transfer
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology, collective_seconds
 from jaxplan.simulate._simulator import Task, Timeline, chrome_trace, simulate
-from jaxplan.xla._lifetimes import Lifetimes
+from jaxplan.xla._lifetimes import GAPS, Lifetimes
 
 COMPUTE, COMMUNICATION = 0, 1
 """The streams."""
@@ -415,7 +415,8 @@ def _instants(lifetimes: Lifetimes, timeline: Timeline, clock: _Clock) -> list[t
 
 
 def _curves(lifetimes: Lifetimes, positions: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Kind of array -> its bytes at each of some positions."""
+    """Kind of array -> its bytes at each of some positions; the gaps of the heap are the same at all."""
     labels = dict.fromkeys([*lifetimes.resident, *lifetimes.labels])
     at = {label: lifetimes.curve_of(label)[positions] + int(lifetimes.resident.get(label, 0)) for label in labels}
+    at[GAPS] = np.full(len(positions), lifetimes.gaps)
     return {label: tuple(map(int, of)) for label, of in at.items() if of.any()}
