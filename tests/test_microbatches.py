@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxplan
+from tests.versions import missed_from_0_12
 
 
 def loss(w, x, y):
@@ -132,6 +133,7 @@ def test_a_step_that_writes_down_its_batch_size_is_refused_in_slices_alone():
         frontier.what_if(batch=32)
 
 
+@missed_from_0_12("the compiler keeps an array of 32 MiB more in a trip: 8 % more")
 @pytest.mark.gpu_aot
 def test_weights_that_are_rounded_in_front_of_the_slices_are_counted_once():
     """Two matrices of 64 MiB, rounded to 32 MiB each that all slices read: no second rounded one in the loop."""
