@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
 
 
@@ -28,11 +29,11 @@ def paused_collector() -> Iterator[None]:
             gc.enable()
 
 
-_frozen: set[bool] = set()
+_frozen_seen = threading.Event()
 
 
 def _has_frozen() -> bool:
-    """Whether the program has frozen objects. They are counted one by one, so that it is asked until there are some."""
-    if not _frozen and gc.get_freeze_count():
-        _frozen.add(True)
-    return bool(_frozen)
+    """Whether the program has frozen objects: counting them walks all, so they are counted until some are found."""
+    if not _frozen_seen.is_set() and gc.get_freeze_count():
+        _frozen_seen.set()
+    return _frozen_seen.is_set()

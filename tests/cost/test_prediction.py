@@ -250,6 +250,21 @@ def test_what_is_gathered_between_dimensions_is_transposed_for_a_dot(einsum: Any
     assert prediction.memory_parts["resharded copies"] == times * 4 * math.prod(dims)
 
 
+@pytest.mark.parametrize("einsum", [_TOKENS, _EXPERTS])
+def test_a_gathered_matrix_is_transposed_in_front_of_its_dot(einsum: Any) -> None:
+    """The dot with its 32 MiB of scratch memory reads the transposed copy alone: the gathered one is gone."""
+    dims, (subscripts, other) = (8, 64, 128), einsum
+    step = lambda x, w: jnp.einsum(subscripts, x, jnp.tanh(w))  # noqa: E731
+    model = model_of(step, shape(*dims), shape(*other), topology="h100:8")
+    assignment, choices = replicated(model)
+    group = model.graph.grouping.tensor_group[model.graph.program.inputs[0]]
+    (split,) = model.graph.spaces[group].tensor_dims[model.graph.program.inputs[0]][1]
+    assignment[group] = next(k for k, config in enumerate(model.configurations[group]) if len(config[split]) == 3)
+    prediction, _ = Predictor(model).predict(assignment, choices)
+    assert prediction.memory_parts["workspace"] == 32 * 2**20
+    assert prediction.memory_parts["resharded copies"] == 4 * math.prod(dims)
+
+
 def test_a_kept_copy_costs_memory_and_a_repeated_one_time(model: CostModel) -> None:
     predictor = Predictor(model)
     assignment, again = reference_solution(model, apply_strategies(model.graph, model.topology).plans["fsdp"])

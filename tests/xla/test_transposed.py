@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from jaxplan.xla._lifetimes import GAPS
 from jaxplan.xla.rules.gpu.layout_walk import Exchange, exchange
 from jaxplan.xla.rules.gpu.transposed import OrderedCopy
 from tests.sampling import sampled
+from tests.versions import IS_0_12
 
 
 def _analysed(step: Callable[..., Any], *shapes: tuple[int, ...]) -> StepGraph:
@@ -243,11 +245,9 @@ def test_exponentials_of_many_capped_scores_are_saved(length: int, sequences: in
     assert copies(False) == []
 
 
-@pytest.mark.gpu_aot
-@pytest.mark.parametrize("hidden", sampled([512, 1024]))
-def test_what_is_transposed_for_its_last_reader_is_gone_before_that(hidden: int) -> None:
-    """What experts made is read in another order by the dots that collect it: the array in its own order, 16 MiB
-    of a device, is not live beside their results and scratch memory."""
+@functools.cache
+def _experts_planned(hidden: int) -> tuple[Any, int]:
+    """The plan of a step of experts under `data`, and its compiled bytes."""
     groups, tokens, experts, width, capacity = 256, 256, 8, 256, 64
 
     def step(params: Any, batch: Any) -> Any:
@@ -270,5 +270,21 @@ def test_what_is_transposed_for_its_last_reader_is_gone_before_that(hidden: int)
     }
     batch = {"x": array(groups, tokens, width), "sent": array(groups, tokens, experts, capacity)}
     plan = jaxplan.plan(step, params, batch, topology="h100:8", progress=False).references["data"]
-    live = plan.memory_bytes - plan.prediction.memory_parts.get(GAPS, 0)  # the program has none in its heap
-    assert live == pytest.approx(compile_plan(plan).memory_bytes, rel=0.06)
+    return plan, compile_plan(plan).memory_bytes
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("hidden", sampled([512, 1024]))
+def test_an_array_that_is_transposed_for_its_last_reader_is_gone_before_that(hidden: int) -> None:
+    """The result of experts is read in another order by the dots that collect it: the array in its own order, 16 MiB
+    of a device, is not live beside their results and scratch memory. The compiled heap has no gaps."""
+    plan, compiled = _experts_planned(hidden)
+    assert plan.memory_bytes - plan.prediction.memory_parts.get(GAPS, 0) == pytest.approx(compiled, rel=0.06)
+
+
+@pytest.mark.xfail(not IS_0_12, strict=True, reason="gaps are counted that the heap does not have: 6 to 12 % high")
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("hidden", sampled([512, 1024]))
+def test_memory_of_experts_is_that_of_the_compiler(hidden: int) -> None:
+    plan, compiled = _experts_planned(hidden)
+    assert plan.memory_bytes == pytest.approx(compiled, rel=0.06)
