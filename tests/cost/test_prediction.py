@@ -18,6 +18,7 @@ from jaxplan.search._traced import analyse_step
 from jaxplan.strategies import apply_strategies, reference_solution
 from jaxplan.xla._lifetimes import Lifetimes
 from tests.cost.one_device import shape
+from tests.versions import H100_DOT_SCRATCH
 
 BATCH, WIDTH, HIDDEN = 64, 32, 128
 PARAMS = {"in": (WIDTH, HIDDEN), "out": (HIDDEN, WIDTH)}
@@ -252,7 +253,7 @@ def test_what_is_gathered_between_dimensions_is_transposed_for_a_dot(einsum: Any
 
 @pytest.mark.parametrize("einsum", [_TOKENS, _EXPERTS])
 def test_a_gathered_matrix_is_transposed_in_front_of_its_dot(einsum: Any) -> None:
-    """The dot with its 32 MiB of scratch memory reads the transposed copy alone: the gathered one is gone."""
+    """The dot, which has scratch memory, reads the transposed copy alone: the gathered one is gone."""
     dims, (subscripts, other) = (8, 64, 128), einsum
     step = lambda x, w: jnp.einsum(subscripts, x, jnp.tanh(w))  # noqa: E731
     model = model_of(step, shape(*dims), shape(*other), topology="h100:8")
@@ -261,7 +262,7 @@ def test_a_gathered_matrix_is_transposed_in_front_of_its_dot(einsum: Any) -> Non
     (split,) = model.graph.spaces[group].tensor_dims[model.graph.program.inputs[0]][1]
     assignment[group] = next(k for k, config in enumerate(model.configurations[group]) if len(config[split]) == 3)
     prediction, _ = Predictor(model).predict(assignment, choices)
-    assert prediction.memory_parts["workspace"] == 32 * 2**20
+    assert prediction.memory_parts["workspace"] == H100_DOT_SCRATCH
     assert prediction.memory_parts["resharded copies"] == 4 * math.prod(dims)
 
 

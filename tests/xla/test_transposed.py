@@ -282,9 +282,11 @@ def test_an_array_that_is_transposed_for_its_last_reader_is_gone_before_that(hid
     assert plan.memory_bytes - plan.prediction.memory_parts.get(GAPS, 0) == pytest.approx(compiled, rel=0.06)
 
 
-@pytest.mark.xfail(not IS_0_12, strict=True, reason="gaps are counted that the heap does not have: 6 to 12 % high")
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("hidden", sampled([512, 1024]))
-def test_memory_of_experts_is_that_of_the_compiler(hidden: int) -> None:
+def test_memory_of_experts_is_that_of_the_compiler(hidden: int, request: pytest.FixtureRequest) -> None:
+    if hidden == 512 and not IS_0_12:
+        reason = "gaps are counted that the heap does not have: 12 % high"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     plan, compiled = _experts_planned(hidden)
     assert plan.memory_bytes == pytest.approx(compiled, rel=0.06)
