@@ -266,6 +266,32 @@ def test_a_gathered_matrix_is_transposed_in_front_of_its_dot(einsum: Any) -> Non
     assert prediction.memory_parts["resharded copies"] == 4 * math.prod(dims)
 
 
+def test_a_slice_of_a_value_that_its_reader_computes_is_no_buffer() -> None:
+    """Rows of a masked value, computed whole, are added to a dot that is split by rows: the sum's kernel computes the
+    rows of its device alone."""
+    rows, columns = 32768, 4096  # 64 MiB of a device, more than the scratch memory of the dot
+
+    def step(x: jax.Array, w: jax.Array, ends: jax.Array, scores: jax.Array) -> jax.Array:
+        masked = jnp.where(ends[:, None] > jnp.arange(columns), scores[:, None], 0)
+        return jnp.sum(jnp.maximum(x @ w, 0) + masked, axis=1)
+
+    args = shape(rows, 64), shape(64, columns), shape(rows, dtype=jnp.int32), shape(rows)
+    model = model_of(step, *args, topology="h100:8")
+    program, grouping = model.graph.program, model.graph.grouping
+    assignment, choices = replicated(model)
+    for eqn in program.equations:
+        if eqn.name in ("dot_general", "max"):
+            group = grouping.equation_group[eqn.index]
+            (split,) = model.graph.spaces[group].tensor_dims[eqn.results[0]][0]
+            whole = (k for k, config in enumerate(model.configurations[group]) if len(config[split]) == 3)
+            assignment[group] = next(whole)
+    prediction, transfers = Predictor(model).predict(assignment, choices)
+    (masked,) = (t for t in transfers if program.tensors[t.tensor].shape == (rows, columns))
+    assert not masked.collectives and not model.buffers.materialised[masked.tensor]
+    shared = 4 * rows * columns // 8
+    assert prediction.memory_parts.get("resharded copies", 0) < shared
+
+
 def test_a_kept_copy_costs_memory_and_a_repeated_one_time(model: CostModel) -> None:
     predictor = Predictor(model)
     assignment, again = reference_solution(model, apply_strategies(model.graph, model.topology).plans["fsdp"])

@@ -9,6 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
+from jaxplan.ir import analyse, trace
+from jaxplan.mesh import Topology
+from jaxplan.xla import Target, analyse_buffers
+from jaxplan.xla._plan_effects import ClearTogether
 from tests.cost.one_device import peak, shape
 
 NODES, EDGES, WIDTH = 64, 4096, 32
@@ -84,6 +88,26 @@ def test_what_carries_start_from_is_made_before_the_first_loop() -> None:
     rows = 4 * FLOAT * 4 * (WIDTH + 8)
     assert 2 * TABLE <= alike <= 2 * TABLE + rows
     assert other <= TABLE * (WIDTH + 8) // WIDTH + rows
+
+
+@pytest.mark.parametrize(("between", "together"), [(False, [2]), (True, [])])
+def test_carries_behind_a_weight_gradient_wait_for_it(between: bool, together: list[int]) -> None:
+    """Two loops, each of which sums the gradient of its weight; a dense layer between them has a gradient as well."""
+
+    def recurrent(h: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), h, None, length=3)[0]
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            first, dense, last = params
+            h = recurrent(x, first)
+            return jnp.sum(recurrent(jnp.sin(h @ dense) if between else h, last) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    graph = analyse(trace(step, ((shape(WIDTH, WIDTH),) * 3, shape(NODES, WIDTH)), {}))
+    buffers = analyse_buffers(graph, Target.of(Topology.parse("h100:1").chip))
+    assert [len(effect.tensors) for effect in buffers.found.of(ClearTogether)] == together
 
 
 @pytest.mark.gpu_aot
