@@ -50,7 +50,7 @@ class Drawn:
     Attributes:
       seed: draws the same step in every process.
       family: the kind of model.
-      traits: what else was drawn, in words.
+      traits: the other draws, in words.
       step: (params, optimizer state, batch) -> (params, optimizer state, loss).
       args: shapes of its arguments.
       num_classes: integers of the batch are smaller.

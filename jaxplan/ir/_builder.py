@@ -34,7 +34,7 @@ class Builder:
         self.after_backward: set[int] = set()
         self.regions: list[Region] = []
         self.region, self.trips = -1, 1
-        self.rows: dict[tuple[int, int], int] = {}  # of stacks that loops read, all of whose trips are written out
+        self.rows: dict[tuple[int, int], int] = {}  # (stack, trip) -> its slice, for scans that are written out
 
     def add(self, aval: Any, kind: Any, path: str = "", value: Any = None) -> int:
         dtype = aval.dtype

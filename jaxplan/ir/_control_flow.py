@@ -167,7 +167,7 @@ def _computed(builder: Builder, function: Callable[..., Any], operands: Sequence
 
 
 def _reshaped(builder: Builder, t: int, aval: Any, stack: str) -> int:
-    """An array in another shape; what it was reshaped from where that has the shape."""
+    """An array in another shape; the array that it was reshaped from, if that has the shape."""
     producer = next((eqn for eqn in reversed(builder.equations) if t in eqn.results), None)
     if producer is not None and producer.name == "reshape":
         source = builder.tensors[producer.operands[0]]
@@ -208,7 +208,7 @@ def _inline_while(builder: Builder, eqn: Any, operands: list[int], stack: str) -
 
 
 def _as_scan(eqn: Any, trips: int, num_consts: int) -> Any:
-    """The jaxpr of a `scan` that does what a `while` of so many trips does: slices of each trip can be found in it."""
+    """The jaxpr of a `scan` equal to a `while` of so many trips: slices of each trip can be found in it."""
     body = jaxpr_as_fun(eqn.params["body_jaxpr"])
 
     def loop(*operands: Any) -> Any:

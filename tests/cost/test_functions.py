@@ -58,7 +58,7 @@ GAPS = pytest.mark.xfail(strict=True, reason=_GAPS)
 GAPS_UNTIL_0_12 = pytest.mark.xfail(condition=not IS_0_12, strict=True, reason=_GAPS)
 """A known miss: strict, so that the marker goes when the prediction is right; functions have none from JAX 0.12 on."""
 GAPPED = frozenset({"tanh", "erfc", "atan2", "atan", "expm1", "digamma", "erf_inv"})
-"""Functions of whose programs the gaps are not predicted."""
+"""Functions with gaps in their programs that are not predicted."""
 
 
 @functools.cache

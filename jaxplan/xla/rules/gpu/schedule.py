@@ -42,7 +42,7 @@ def _carries_made_together(facts: Facts) -> Iterator[ClearTogether]:
 
     Each is a copy of that constant, and the copy waits for nothing: GPU programs make those of a second loop before the
     first one runs, weight gradients that start from zero among them. Where a dot makes a weight gradient between two
-    loops, the second waits for it behind a barrier of the lowering, with what it carries.
+    loops, the second waits for it behind a barrier of the lowering, with its carries.
     """
     values, regions = facts.graph.values, facts.graph.program.regions
     alike, num_gradients = defaultdict[Hashable, list[int]](list), 0
